@@ -1,6 +1,7 @@
 //! The flags that `up` and `node` share: what the node may do, and what pods get from it.
 
 use clap::Args;
+use container_runtime::freeze_swap::FreezeSwap;
 use pod_network::pod_cidr::PodNetwork;
 
 #[derive(Clone, Debug, Args)]
@@ -30,6 +31,11 @@ pub struct NodeFlags {
     /// The IPv4 network that pods get their addresses from, as 10.60.0.0/16 [default: one of 10.200.0.0/16 to 10.214.0.0/16]
     #[arg(long, value_name = "NETWORK")]
     pod_cidr: Option<PodNetwork>,
+
+    /// Compressed memory to page frozen sandboxes out to, as zram:2G; it is swap that the whole machine can use. Without it frozen
+    /// sandboxes keep their memory
+    #[arg(long, value_name = "zram:SIZE")]
+    freeze_swap: Option<FreezeSwap>,
 }
 
 impl Default for NodeFlags {
@@ -41,6 +47,7 @@ impl Default for NodeFlags {
             image_alias: Vec::new(),
             allow_host_path: false,
             pod_cidr: None,
+            freeze_swap: None,
         }
     }
 }
@@ -54,6 +61,7 @@ impl NodeFlags {
         config.image_aliases = self.image_alias.into_iter().collect();
         config.allow_host_path = self.allow_host_path;
         config.pod_network = self.pod_cidr;
+        config.freeze_swap = self.freeze_swap;
     }
 }
 

@@ -1,7 +1,7 @@
 //! How each kind looks as a row of a table. Pure.
 
 use api::claim::{ClaimSource, WarmPoolPolicy};
-use api::conditions::{self, ConditionType};
+use api::conditions::{self, ConditionType, Reason};
 use api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool};
 use clap::ValueEnum;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
@@ -91,12 +91,19 @@ fn or_nothing(text: Option<String>) -> String {
     text.filter(|text| !text.is_empty()).unwrap_or_else(nothing)
 }
 
-/// The status and the reason of the Ready condition, or that the object is being deleted.
+/// The status and the reason of the Ready condition, or that the object is being deleted or frozen.
 fn ready(metadata: &ObjectMeta, conditions: &[Condition]) -> [String; 2] {
     if metadata.deletion_timestamp.is_some() {
         return ["False".to_owned(), "Terminating".to_owned()];
     }
+    let suspended = conditions::find(conditions, ConditionType::Suspended);
+    let frozen = suspended.filter(|suspended| {
+        suspended.status == "True" && suspended.reason == Reason::Frozen.as_str()
+    });
     match conditions::find(conditions, ConditionType::Ready) {
+        Some(ready) if frozen.is_some() => {
+            [ready.status.clone(), Reason::Frozen.as_str().to_owned()]
+        }
         Some(ready) => [ready.status.clone(), ready.reason.clone()],
         None => ["Unknown".to_owned(), nothing()],
     }

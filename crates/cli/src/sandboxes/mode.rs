@@ -3,21 +3,50 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
+use sdk::{Phase, SuspensionType};
 
 use super::{connect, explain};
 use crate::connection::{self, Connected};
 use crate::output::{chain, parse_duration};
 use crate::terminal::Progress;
 
-/// Stop sandboxes and keep their volumes; files outside of volumes are lost
+/// Suspend sandboxes: stop them and keep their volumes, or freeze them as they are
 #[derive(Debug, Args)]
 pub struct SuspendArguments {
+    /// How to suspend them, now and later [default: as their template says, else Stop]
+    #[arg(long, value_enum, value_name = "STRATEGY", ignore_case = true)]
+    strategy: Option<Strategy>,
+
     #[command(flatten)]
     which: Which,
 }
 
-/// Start suspended sandboxes again, and wait until they are ready
+/// The ways to suspend a sandbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Strategy {
+    /// Delete the pod; volumes stay, memory and files outside of volumes are lost
+    #[value(name = "Stop")]
+    Stop,
+    /// Keep the pod and stop all of its processes where they are; memory and files stay
+    #[value(name = "Freeze")]
+    Freeze,
+    /// Write the memory to disk; no node can do that yet
+    #[value(name = "Hibernate")]
+    Hibernate,
+}
+
+impl From<Strategy> for SuspensionType {
+    fn from(strategy: Strategy) -> Self {
+        match strategy {
+            Strategy::Stop => Self::Stop,
+            Strategy::Freeze => Self::Freeze,
+            Strategy::Hibernate => Self::Hibernate,
+        }
+    }
+}
+
+/// Let suspended sandboxes run again, and wait until they are ready
 #[derive(Debug, Args)]
 pub struct ResumeArguments {
     #[command(flatten)]
@@ -39,7 +68,8 @@ struct Which {
 }
 
 pub async fn suspend(arguments: SuspendArguments) -> anyhow::Result<ExitCode> {
-    change(&arguments.which, Mode::Suspended).await
+    let strategy = arguments.strategy.map(SuspensionType::from);
+    change(&arguments.which, Mode::Suspended(strategy)).await
 }
 
 pub async fn resume(arguments: ResumeArguments) -> anyhow::Result<ExitCode> {
@@ -49,7 +79,7 @@ pub async fn resume(arguments: ResumeArguments) -> anyhow::Result<ExitCode> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     Running,
-    Suspended,
+    Suspended(Option<SuspensionType>),
 }
 
 async fn change(which: &Which, mode: Mode) -> anyhow::Result<ExitCode> {
@@ -57,8 +87,7 @@ async fn change(which: &Which, mode: Mode) -> anyhow::Result<ExitCode> {
     let mut code = ExitCode::SUCCESS;
     for name in &which.names {
         match change_one(&connected, name, mode).await {
-            Ok(()) if mode == Mode::Running => println!("{name} is running"),
-            Ok(()) => println!("{name} is suspended"),
+            Ok(done) => println!("{name} is {done}"),
             // Goes on with the remaining claims.
             Err(error) => {
                 eprintln!("error: {}", chain(&error));
@@ -69,7 +98,7 @@ async fn change(which: &Which, mode: Mode) -> anyhow::Result<ExitCode> {
     Ok(code)
 }
 
-async fn change_one(connected: &Connected, name: &str, mode: Mode) -> anyhow::Result<()> {
+async fn change_one(connected: &Connected, name: &str, mode: Mode) -> anyhow::Result<&'static str> {
     let progress = Progress::begin();
     let changing = async {
         let sandbox = explain::attach(connected, name).await?;
@@ -77,13 +106,20 @@ async fn change_one(connected: &Connected, name: &str, mode: Mode) -> anyhow::Re
             Mode::Running => {
                 progress.say(&format!("resuming {name}"));
                 sandbox.resume().await?;
+                Ok("running")
             }
-            Mode::Suspended => {
+            Mode::Suspended(strategy) => {
                 progress.say(&format!("suspending {name}"));
-                sandbox.suspend().await?;
+                match strategy {
+                    Some(strategy) => sandbox.suspend_with(strategy).await?,
+                    None => sandbox.suspend().await?,
+                }
+                Ok(match sandbox.status().await?.phase {
+                    Phase::Frozen => "frozen",
+                    _ => "suspended",
+                })
             }
         }
-        Ok(())
     };
     let changed = changing.await;
     progress.finish();

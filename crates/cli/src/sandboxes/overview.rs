@@ -2,7 +2,7 @@
 
 mod stuck;
 
-use api::conditions::{self, ConditionType};
+use api::conditions::{self, ConditionType, Reason};
 use api::decoding::Unreadable;
 use api::{Sandbox, SandboxClaim, SandboxWarmPool};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -65,6 +65,8 @@ pub struct Sandboxes {
     pub warm: usize,
     pub starting: usize,
     pub suspended: usize,
+    /// Those of the suspended whose pod is frozen.
+    pub frozen: usize,
     pub ended: usize,
 }
 
@@ -125,6 +127,7 @@ impl Overview {
         }
         for sandbox in &observed.sandboxes {
             *overview.sandboxes.counter(state(sandbox)) += 1;
+            overview.sandboxes.frozen += usize::from(is_frozen(sandbox));
         }
         overview.pools = observed.pools.iter().map(pool).collect();
         overview.nodes = observed.nodes.iter().map(node).collect();
@@ -178,6 +181,13 @@ fn state(sandbox: &Sandbox) -> State {
     } else {
         State::Running
     }
+}
+
+fn is_frozen(sandbox: &Sandbox) -> bool {
+    let suspended = conditions::find(conditions_of_sandbox(sandbox), ConditionType::Suspended);
+    suspended.is_some_and(|suspended| {
+        suspended.status == "True" && suspended.reason == Reason::Frozen.as_str()
+    })
 }
 
 fn conditions_of_claim(claim: &SandboxClaim) -> &[Condition] {
@@ -329,6 +339,30 @@ mod tests {
         Overview::of(observed, NOW.parse().unwrap())
     }
 
+    fn with_suspended(mut sandbox: Sandbox, status: &str, reason: &str) -> Sandbox {
+        let condition = parse(json!({
+            "type": "Suspended", "status": status, "reason": reason, "message": "why", "lastTransitionTime": "2026-11-16T00:00:00Z",
+        }));
+        sandbox.status.as_mut().unwrap().conditions.push(condition);
+        sandbox
+    }
+
+    #[test]
+    fn a_sandbox_that_cannot_be_suspended_is_stuck() {
+        let boxed = |name: &str| sandbox(name, None, "Suspended", "False");
+        let observed = Observed {
+            sandboxes: vec![
+                with_suspended(boxed("frozen"), "True", "Frozen"),
+                with_suspended(boxed("freezing"), "False", "Freezing"),
+                with_suspended(boxed("cannot"), "False", "FreezeNotSupported"),
+            ],
+            ..Observed::default()
+        };
+        let stuck = overview(&observed).stuck;
+        let reported: Vec<_> = stuck.iter().map(|one| (&*one.name, &*one.why)).collect();
+        assert_eq!(reported, [("cannot", "FreezeNotSupported: why")]);
+    }
+
     #[test]
     fn sandboxes_are_counted_by_what_they_do() {
         let observed = ObservedObjects {
@@ -337,6 +371,7 @@ mod tests {
                 sandbox("b", Some(("SandboxWarmPool", "p")), "Running", "True"),
                 sandbox("c", None, "Running", "True"),
                 sandbox("d", None, "Suspended", "False"),
+                with_suspended(sandbox("f", None, "Suspended", "False"), "True", "Frozen"),
                 sandbox("e", Some(("SandboxWarmPool", "p")), "Running", "False"),
             ],
             ..ObservedObjects::default()
@@ -346,7 +381,8 @@ mod tests {
             running: 2,
             warm: 1,
             starting: 1,
-            suspended: 1,
+            suspended: 2,
+            frozen: 1,
             ended: 0,
         };
         assert_eq!(counted, expected);

@@ -104,8 +104,16 @@ fn render(overview: &Overview, described: &str) -> String {
     let (claims, sandboxes) = (&overview.claims, &overview.sandboxes);
     let _ = writeln!(
         text,
-        "Sandboxes   {} running, {} warm, {} starting, {} suspended, {} ended",
-        sandboxes.running, sandboxes.warm, sandboxes.starting, sandboxes.suspended, sandboxes.ended
+        "Sandboxes   {} running, {} warm, {} starting, {} suspended{}, {} ended",
+        sandboxes.running,
+        sandboxes.warm,
+        sandboxes.starting,
+        sandboxes.suspended,
+        match sandboxes.frozen {
+            0 => String::new(),
+            frozen => format!(" ({frozen} frozen)"),
+        },
+        sandboxes.ended
     );
     let _ = writeln!(
         text,

@@ -5,6 +5,7 @@
 mod bench;
 mod crash;
 mod data_plane;
+mod freezing;
 mod interrupts;
 mod json_logs;
 

@@ -68,6 +68,11 @@ pub fn stuck(observed: &ObservedObjects, now: Timestamp) -> Vec<Stuck> {
         }
     }
     for sandbox in &observed.sandboxes {
+        let suspended = conditions::find(conditions_of_sandbox(sandbox), ConditionType::Suspended);
+        if let Some(suspended) = suspended.filter(|suspended| prevents_suspension(suspended)) {
+            stuck.push(entry("sandbox", sandbox, now, why(Some(suspended)), None));
+            continue;
+        }
         let is_claimed = holder(sandbox).is_some_and(|holder| holder.starts_with("claim/"));
         if is_claimed || state(sandbox) != State::Starting || !is_old(sandbox, now) {
             continue;
@@ -86,12 +91,18 @@ pub fn stuck(observed: &ObservedObjects, now: Timestamp) -> Vec<Stuck> {
     stuck
 }
 
+/// Whether the condition Suspended says that the sandbox cannot be suspended.
+fn prevents_suspension(suspended: &Condition) -> bool {
+    suspended.status == "False"
+        && Reason::from_wire(&suspended.reason).is_some_and(Reason::prevents_suspension)
+}
+
 /// Whether the condition Ready names the reason why the pod does not start. Other releases of the controllers do not set it.
 fn names_problem(ready: Option<&Condition>) -> bool {
     ready.is_some_and(|ready| StartProblem::parse(&ready.message).is_some())
 }
 
-/// The reason and message of the condition Ready.
+/// The reason and message of a condition.
 fn why(ready: Option<&Condition>) -> String {
     ready.map_or_else(
         || "no controller has looked at it: is one running?".to_owned(),
