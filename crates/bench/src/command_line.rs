@@ -10,7 +10,7 @@ use clap::{Parser, Subcommand};
 use crate::agent_sandbox::{Quickstart, Up};
 use crate::{
     api_server, claims, cold, first_instruction, idle, kruise, leaks, load, node, router, sandboxd,
-    scrape, start, versus,
+    scrape, start, state, versus,
 };
 
 /// Measure the parts and the whole
@@ -101,6 +101,11 @@ enum What {
     },
     /// A load-test recipe: claims at a rate, judged by their latencies
     Load(Box<load::Arguments>),
+    /// Freezing and thawing: in the node, to the first answer, through the API. Fails beyond a budget
+    State {
+        #[arg(long, default_value_t = 200)]
+        rounds: usize,
+    },
     /// From the claim to Ready, without a warm pool
     Cold {
         #[arg(long, default_value_t = 50)]
@@ -200,6 +205,7 @@ async fn measure(what: What, directory: &Path) -> anyhow::Result<()> {
             println!("claim to Ready without a pool: {sample}");
             Ok(())
         }
+        What::State { rounds } => state::run(directory, rounds).await,
         What::VersusUpstream(arguments) => versus::run(arguments).await,
         What::Leaks { claims } => leaks::check(directory, claims).await,
         What::Router { .. } | What::Sandboxd | What::Scrape { .. } | What::Load(_) => {

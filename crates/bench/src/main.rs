@@ -10,6 +10,7 @@
 //! | [`leaks`] | what deleted claims leave behind in the controllers |
 //! | [`load`] | load-test recipes |
 //! | [`node`], [`router`], [`sandboxd`] | these parts, beside other programs that do the same |
+//! | [`state`] | freezing and thawing of sandboxes |
 //! | [`scrape`] | the cost of metrics and traces |
 //! | [`versus`] | the controllers beside upstream's |
 //!
@@ -38,6 +39,7 @@ mod sample;
 mod sandboxd;
 mod scrape;
 mod start;
+mod state;
 mod table;
 mod versus;
 

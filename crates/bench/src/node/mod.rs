@@ -13,7 +13,7 @@ mod alone;
 mod density;
 mod hostile;
 mod peers;
-mod pods;
+pub mod pods;
 
 use std::path::Path;
 use std::time::Duration;
@@ -26,6 +26,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, ListParams};
 use kube::{Api, Client};
 use machine_control_plane::scheduler;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::table::{Table, bytes};
@@ -34,7 +35,7 @@ use density::Density;
 use hostile::Beside;
 use pods::Distribution;
 
-const NAMESPACE: &str = "default";
+pub const NAMESPACE: &str = "default";
 /// The timeout for the deletion of pods that a failed measurement has left.
 const CLEAN_UP_DEADLINE: Duration = Duration::from_secs(30);
 
@@ -60,24 +61,10 @@ pub struct Arguments {
 impl Arguments {
     /// Starts an API server and a node in `directory`, measures them, and prints.
     pub async fn measure(self, directory: &Path) -> anyhow::Result<()> {
-        let config = apiserver::Config::new(directory.join("api"));
-        let server = apiserver::Server::open(config).await?;
-        let client = server.client();
-        let shutdown = CancellationToken::new();
-        let config = Config::new(directory.join("node"));
-        let node_name = config.node_name.clone();
-        let node = Node::start(config, client.clone(), shutdown.clone()).await?;
-        let scheduling = scheduler::run(client.clone(), node_name, shutdown.clone());
-        let scheduler = tokio::spawn(scheduling);
-        let measured = self.measure_node(&client, &node).await;
-        let cleaned_up = delete_pods(&client).await;
-        shutdown.cancel();
-        scheduler.await?;
-        node.dismantle().await?;
-        drop(client);
-        server.shutdown().await;
-        print!("{}", measured?.render());
-        cleaned_up
+        let machine = Machine::start(directory).await?;
+        let measured = self.measure_node(&machine.client, &machine.node).await;
+        print!("{}", machine.stop_after(measured).await?.render());
+        Ok(())
     }
 
     async fn measure_node(self, client: &Client, node: &Node) -> anyhow::Result<Table> {
@@ -96,6 +83,49 @@ impl Arguments {
             let measured = alone::run(client, runtime, self.pods).await?;
             Ok(one_at_a_time(&measured))
         }
+    }
+}
+
+/// An API server and a node in this process.
+pub struct Machine {
+    server: apiserver::Server,
+    pub client: Client,
+    pub node: Node,
+    scheduler: JoinHandle<()>,
+    shutdown: CancellationToken,
+}
+
+impl Machine {
+    /// Starts them below an empty `directory`.
+    pub async fn start(directory: &Path) -> anyhow::Result<Self> {
+        let config = apiserver::Config::new(directory.join("api"));
+        let server = apiserver::Server::open(config).await?;
+        let client = server.client();
+        let shutdown = CancellationToken::new();
+        let config = Config::new(directory.join("node"));
+        let node_name = config.node_name.clone();
+        let node = Node::start(config, client.clone(), shutdown.clone()).await?;
+        let scheduling = scheduler::run(client.clone(), node_name, shutdown.clone());
+        let scheduler = tokio::spawn(scheduling);
+        Ok(Self {
+            server,
+            client,
+            node,
+            scheduler,
+            shutdown,
+        })
+    }
+
+    /// Deletes all pods and stops. Then returns what was measured.
+    pub async fn stop_after<T>(self, measured: anyhow::Result<T>) -> anyhow::Result<T> {
+        let cleaned_up = delete_pods(&self.client).await;
+        self.shutdown.cancel();
+        self.scheduler.await?;
+        self.node.dismantle().await?;
+        drop(self.client);
+        self.server.shutdown().await;
+        let measured = measured?;
+        cleaned_up.map(|()| measured)
     }
 }
 
