@@ -1,7 +1,8 @@
 """What the scripts here share: the programs under test as processes, and objects on a real control plane.
 
 Where there is no such control plane, a running `agent-sandbox up` stands for the cluster and for every program, so that the same script tells
-whether it keeps the same promises.
+whether it keeps the same promises. On a whole cluster (`cargo xtask test-cluster`) the kubelet is the node, and the controller and the router are
+the pods that the chart and the manifests installed.
 """
 
 import atexit
@@ -24,6 +25,7 @@ CONTROL_PLANE = os.environ.get("CONTROL_PLANE")
 REPOSITORY = os.environ["REPOSITORY"]
 SYSTEM = "agent-sandbox-system"
 ON_UP = CONTROL_PLANE is None
+UNDER_KUBELET = os.environ.get("CLUSTER") == "kubelet"
 NODE = "agent-sandbox" if ON_UP else "node-one"
 ACCOUNT = "agent-sandbox-controller"
 
@@ -142,7 +144,7 @@ def gone(kind, name, namespace):
 
 def install():
     """Our definitions, with the identity and the roles of an installation of the other implementation, which is all we may need."""
-    if ON_UP:
+    if ON_UP or UNDER_KUBELET:
         return
     for file in sorted(os.listdir(f"{REPOSITORY}/deploy/crds")):
         kubectl("apply", "--server-side", "-f", f"{REPOSITORY}/deploy/crds/{file}")
@@ -175,6 +177,7 @@ class OfUp:
     def __init__(self):
         url = os.environ["METRICS_URL"]
         self.metrics = url.rsplit(":", 1)[1]
+        self.metrics_url = f"{url}/metrics"
 
     def log_text(self):
         return ""
@@ -188,11 +191,53 @@ class OfUp:
             kubectl("delete", "namespace", name, "--ignore-not-found", "--timeout=180s")
 
 
+class Deployed:
+    """The controller as a Deployment on a whole cluster."""
+
+    def __init__(self, *arguments):
+        self.begin = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        if arguments:
+            change = {"args": [*deployed_arguments(), *arguments]}
+            patch = {"spec": {"template": {"spec": {"containers": [{"name": ACCOUNT, **change}]}}}}
+            kubectl("patch", "deployment", ACCOUNT, "-n", SYSTEM, "-p", json.dumps(patch))
+        kubectl("rollout", "status", f"deployment/{ACCOUNT}", "-n", SYSTEM, "--timeout=180s")
+        self.arguments = arguments
+
+    @property
+    def metrics_url(self):
+        """The metrics of the pod that leads: only it has counted claims."""
+        holder = get("lease", "a3317529.agent-sandbox.x-k8s.io", SYSTEM)["spec"]["holderIdentity"]
+        pods = items("pods", SYSTEM, "-l", "app.kubernetes.io/name=agent-sandbox")
+        leader = next(pod for pod in pods if holder.startswith(pod["metadata"]["name"]))
+        return f"http://{leader['status']['podIP']}:8080/metrics"
+
+    def said(self):
+        return kubectl("logs", "-l", "app.kubernetes.io/name=agent-sandbox", "-n", SYSTEM, "--tail=-1", f"--since-time={self.begin}", "--prefix")
+
+    def end(self, *_):
+        if self.arguments:
+            kubectl("rollout", "undo", f"deployment/{ACCOUNT}", "-n", SYSTEM)
+            kubectl("rollout", "status", f"deployment/{ACCOUNT}", "-n", SYSTEM, "--timeout=180s")
+
+
+class Kubelet:
+    """The kubelet as the node, which lives as long as the cluster does."""
+
+    def leave(self):
+        """Deletes what the script has made."""
+        for name in _namespaces:
+            kubectl("delete", "namespace", name, "--ignore-not-found", "--timeout=180s")
+
+
 def start_controller(*arguments):
+    if UNDER_KUBELET:
+        return Deployed(*arguments)
     return OfUp() if ON_UP else Controller(*arguments)
 
 
 def start_node():
+    if UNDER_KUBELET:
+        return Kubelet()
     return OfUp() if ON_UP else Node()
 
 
@@ -200,6 +245,9 @@ def start_router():
     """Where a router is, which is started for it."""
     if ON_UP:
         return checks.ROUTER_URL
+    if UNDER_KUBELET:
+        address = get("service", "sandbox-router-svc", SYSTEM)["spec"]["clusterIP"]
+        return f"http://{address}:8080"
     kubectl("apply", "--server-side", "-f", f"{REPOSITORY}/deploy/router/router.yaml")
     kubectl("delete", "deployment", "sandbox-router-deployment", "-n", SYSTEM)
     port = free_port()
@@ -219,6 +267,7 @@ class Controller(Process):
 
     def __init__(self, *arguments, kubeconfig=None, comes_back=True):
         self.metrics, self.probes = free_port(), free_port()
+        self.metrics_url = f"http://127.0.0.1:{self.metrics}/metrics"
         super().__init__(
             "controller",
             "controller",
@@ -318,8 +367,12 @@ def namespace(name):
     return name
 
 
+# A kubelet runs images; the node of this project also runs the machine itself as one.
+IMAGE = os.environ["IMAGE_PYTHON_RUNTIME"] if UNDER_KUBELET else "host"
+
+
 def pod_template(command="exec sleep infinity", **container):
-    main = {"name": "main", "image": "host", "command": ["sh", "-c", command], **container}
+    main = {"name": "main", "image": IMAGE, "command": ["sh", "-c", command], **container}
     return {"spec": {"containers": [main], "terminationGracePeriodSeconds": 0, "automountServiceAccountToken": False}}
 
 

@@ -40,6 +40,7 @@ MATRIX = {
         "--set=tolerations[0].operator=Exists",
         '--set-json=affinity={"nodeAffinity":{"preferredDuringSchedulingIgnoredDuringExecution":[]}}',
     ],
+    "node": ["--set=node.enabled=true,node.names={node-two,node-three}"],
     "monitoring": [
         "--set=monitoring.serviceMonitor.enabled=true,monitoring.serviceMonitor.labels.release=prometheus",
         "--set=monitoring.podMonitor.enabled=true,monitoring.podMonitor.interval=30s,monitoring.podMonitor.namespaces={one,two}",
@@ -112,6 +113,8 @@ def bad_values_are_refused_by_name():
         ("replicaCount=many", "replicaCount"),
         ("monitoring.serviceMonitor.interval=often", "interval"),
         ("monitoring.alerts.enabled=true", "alerts"),
+        ("node.enabled=true", "node.names is required"),
+        ("node.names={Not_A_Name}", "Not_A_Name"),
     ):
         output = helm("template", "agent-sandbox", CHART, IMAGE, f"--set={value}", succeeds=False)
         assert named in output, output

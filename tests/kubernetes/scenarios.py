@@ -2,6 +2,7 @@
 that end, metrics."""
 
 import re
+import tempfile
 import time
 import urllib.request
 
@@ -158,6 +159,8 @@ def an_expired_sandbox_is_deleted_when_asked_to():
 @check
 def what_a_sandbox_keeps_in_a_volume_survives_its_suspension():
     here = {"key": "kubernetes.io/hostname", "operator": "In", "values": [cluster.NODE]}
+    # The node of this project keeps a volume in its own directory; a kubelet mounts the path that the volume names.
+    kept = tempfile.mkdtemp(dir=cluster.CONTROL_PLANE) if cluster.UNDER_KUBELET else "/kept"
     volume = {
         "apiVersion": "v1",
         "kind": "PersistentVolume",
@@ -167,7 +170,7 @@ def what_a_sandbox_keeps_in_a_volume_survives_its_suspension():
             "accessModes": ["ReadWriteOnce"],
             "persistentVolumeReclaimPolicy": "Retain",
             "storageClassName": "by-hand",
-            "local": {"path": "/kept"},
+            "local": {"path": kept},
             "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [here]}]}},
         },
     }
@@ -320,8 +323,7 @@ def claims_end_as_their_policy_says():
 
 @check
 def claims_are_counted_and_timed():
-    url = f"http://127.0.0.1:{state['controller'].metrics}/metrics"
-    metrics = urllib.request.urlopen(url).read().decode()
+    metrics = urllib.request.urlopen(state["controller"].metrics_url).read().decode()
     counts = re.findall(r"^agent_sandbox_claim_controller_startup_latency_ms_count{(.*)} (\d+)", metrics, re.MULTILINE)
     assert sum(int(count) for _, count in counts) >= 2 * PARALLEL, counts
     launches = {launch for labels, _ in counts for launch in re.findall(r'launch_type="(\w+)"', labels)}

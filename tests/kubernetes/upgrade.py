@@ -147,7 +147,7 @@ def takes_over(process):
 def a_cluster_of_the_other_implementation_has_all_kinds():
     upstream_identity()
     upstream_definitions()
-    state["node"] = cluster.Node()
+    state["node"] = cluster.start_node()
     state["controller"] = upstream_controller()
     takes_over(state["controller"])
     cluster.namespace(SPACE)

@@ -113,6 +113,7 @@ fn all(root: &Path) -> anyhow::Result<Vec<Artifact>> {
             "rbac.generated.yaml" => &["helm/templates"],
             "extensions-rbac.generated.yaml" => &["helm/templates", COMPONENT],
             "extensions.yaml" => &[COMPONENT],
+            "node/rbac.yaml" | "node/runtime-class.yaml" => &["helm"],
             _ => &[],
         };
         artifacts.extend(

@@ -4,6 +4,8 @@
 //! agent-sandbox is asked for too; where the proxy refuses it, that is said and recorded, and nothing stands in for it. Releases that
 //! the checksum database does not know are held to the checksums in `upstream.sum`.
 
+pub mod node_programs;
+
 use std::fmt::Write as _;
 use std::fs;
 use std::io::Write as _;
@@ -99,6 +101,11 @@ struct Versions {
     kubernetes: String,
     etcd: String,
     helm: String,
+    containerd: String,
+    cni_plugins: String,
+    coredns: String,
+    gvisor: String,
+    kube_router: String,
     upstream: Vec<String>,
 }
 
@@ -198,7 +205,7 @@ fn go_module(versions: &Versions) -> anyhow::Result<String> {
 /// A file that names every package, so that Go knows what the module is for.
 fn go_imports() -> String {
     let mut file = "package assets\n\n".to_owned();
-    for (_, package) in PROGRAMS {
+    for (_, package) in PROGRAMS.into_iter().chain(node_programs::KUBERNETES) {
         let _ = writeln!(file, "import _ \"{package}\"");
     }
     file
@@ -232,6 +239,20 @@ fn update_checksums(root: &Path) -> anyhow::Result<()> {
 }
 
 fn build(root: &Path, versions: &Versions, directory: &Path) -> anyhow::Result<()> {
+    println!(
+        "building Kubernetes {}, etcd {} and helm {}; this takes a while, once",
+        versions.kubernetes, versions.etcd, versions.helm
+    );
+    build_kubernetes(root, versions, directory, &PROGRAMS)
+}
+
+/// Builds programs of the module that has Kubernetes, etcd and helm, with the recorded checksums.
+fn build_kubernetes(
+    root: &Path,
+    versions: &Versions,
+    directory: &Path,
+    programs: &[(&str, &str)],
+) -> anyhow::Result<()> {
     fs::create_dir_all(directory)?;
     let module = throw_away_module(versions)?;
     fs::copy(
@@ -239,17 +260,13 @@ fn build(root: &Path, versions: &Versions, directory: &Path) -> anyhow::Result<(
         module.path().join("go.sum"),
     )?;
     let recorded = fs::read(module.path().join("go.sum"))?;
-    println!(
-        "building Kubernetes {}, etcd {} and helm {}; this takes a while, once",
-        versions.kubernetes, versions.etcd, versions.helm
-    );
     succeed(go(module.path()).args(["mod", "tidy", "-e"]))?;
     ensure!(
         fs::read(module.path().join("go.sum"))? == recorded,
         "the modules are not those of xtask/kube-assets/go.sum; after a change of versions run `cargo xtask kube-assets --update-checksums`"
     );
     let flags = link_flags(versions);
-    for (program, package) in PROGRAMS {
+    for (program, package) in programs {
         let begin = Instant::now();
         succeed(
             go(module.path())
@@ -487,11 +504,10 @@ mod tests {
 
     #[test]
     fn staging_modules_have_the_version_of_the_release() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let versions = Versions {
             kubernetes: "v1.35.4".to_owned(),
-            etcd: "v3.6.5".to_owned(),
-            helm: "v3.20.2".to_owned(),
-            upstream: Vec::new(),
+            ..versions(&root).unwrap()
         };
         let module = go_module(&versions).unwrap();
         assert!(module.contains("\tk8s.io/kubernetes v1.35.4\n"));

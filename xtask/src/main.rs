@@ -4,6 +4,7 @@ mod adr;
 mod api_reference;
 mod artifacts;
 mod attacks;
+mod cluster;
 mod commits;
 mod crds;
 mod dist;
@@ -22,6 +23,7 @@ mod schema;
 mod test_clients;
 mod test_dist;
 mod test_leaks;
+mod test_slow;
 mod tidy;
 mod vocabulary;
 
@@ -65,6 +67,18 @@ enum Task {
     KubeUp(kubernetes::UpArguments),
     /// Run the conformance suite, the install paths and the system on a real Kubernetes control plane
     TestKubernetes(kubernetes::Arguments),
+    /// Run the system on a whole Kubernetes: kubelet, containerd, CNI, network policies, gVisor
+    TestCluster(cluster::Arguments),
+    /// Run what takes too long for `.ci/run`: test-cluster, test-attacks, and the claim leaks in full
+    TestSlow(test_slow::Arguments),
+    /// Run a whole Kubernetes in namespaces of its own, for one command
+    ClusterUp(cluster::UpArguments),
+    /// Be PID 1 of a cluster's namespaces
+    #[command(name = cluster::namespaces::INIT, hide = true)]
+    ClusterInit(cluster::namespaces::InitArguments),
+    /// Start the cluster in its namespaces, and run the suites
+    #[command(name = cluster::DRIVER, hide = true)]
+    ClusterDriver(cluster::DriverArguments),
     /// Become a program that is killed with the process that asked for it
     #[command(name = kubernetes::processes::BOUND, hide = true)]
     Bound(kubernetes::processes::BoundArguments),
@@ -86,6 +100,11 @@ fn main() -> ExitCode {
         Task::KubeAssets(arguments) => kube_assets::run(&root, &arguments),
         Task::KubeUp(arguments) => kubernetes::up(&root, &arguments),
         Task::TestKubernetes(arguments) => kubernetes::run(&root, &arguments),
+        Task::TestCluster(arguments) => cluster::run(&root, &arguments),
+        Task::TestSlow(arguments) => test_slow::run(&root, &arguments),
+        Task::ClusterUp(arguments) => cluster::up(&root, &arguments),
+        Task::ClusterInit(arguments) => cluster::namespaces::init(&arguments),
+        Task::ClusterDriver(arguments) => cluster::drive(&arguments),
         Task::Bound(arguments) => kubernetes::processes::become_bound(&arguments),
     };
     match result {

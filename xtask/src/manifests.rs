@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use api::SYSTEM_NAMESPACE;
-use api::rbac::{NODE, NODE_ROLE, Rule};
+use api::rbac::{NODE, NODE_ROLE, NODE_RUNTIME_LABEL, Rule};
 use controllers::rbac;
 use serde_json::{Value, json};
 
@@ -64,7 +64,25 @@ fn controllers_manifests() -> Vec<Manifest> {
             file: "node/rbac.yaml",
             documents: vec![cluster_role(NODE_ROLE, &[NODE])],
         },
+        Manifest {
+            file: "node/runtime-class.yaml",
+            documents: vec![runtime_class()],
+        },
     ]
+}
+
+/// Pods of this class run on the nodes that were started with the label and, if they are to run nothing else, the taint.
+fn runtime_class() -> Value {
+    let (key, value) = NODE_RUNTIME_LABEL;
+    let toleration =
+        json!({"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"});
+    json!({
+        "apiVersion": "node.k8s.io/v1",
+        "kind": "RuntimeClass",
+        "metadata": {"name": value},
+        "handler": value,
+        "scheduling": {"nodeSelector": {key: value}, "tolerations": [toleration]},
+    })
 }
 
 fn namespace() -> Value {

@@ -308,7 +308,7 @@ fn require(program: &str, arguments: &[&str], advice: &str) -> anyhow::Result<()
 }
 
 /// A Python with the package, kept outside the checkout so that the next run finds it.
-fn python_for(package: Option<&str>) -> anyhow::Result<PathBuf> {
+pub fn python_for(package: Option<&str>) -> anyhow::Result<PathBuf> {
     let Some(package) = package else {
         return Ok(PathBuf::from("python3"));
     };

@@ -20,6 +20,8 @@ pub const FOLLOW: &[&str] = &["get", "list", "watch"];
 
 /// The cluster role that a node's user needs on a cluster, in addition to the permissions of `system:node`.
 pub const NODE_ROLE: &str = "agent-sandbox-node";
+/// The label, and the taint, of nodes that run `agent-sandbox node` beside nodes with a kubelet. The value is the runtime handler.
+pub const NODE_RUNTIME_LABEL: (&str, &str) = ("node.agents.x-k8s.io/runtime", "agent-sandbox");
 
 /// The rules of that role: watching the objects that network policies select, and services for their names. They are defined here
 /// so that manifests can be generated without building the node.

@@ -12,6 +12,7 @@ mod generate;
 mod image;
 mod logging;
 mod node_flags;
+mod node_identity;
 mod open_files;
 mod output;
 mod parts;

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Args;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, Taint};
 use kube::api::ListParams;
 use kube::{Api, Client, Config};
 use tokio::signal::unix::{SignalKind, signal};
@@ -16,6 +16,7 @@ use crate::build_info::BUILD;
 use crate::data_directory;
 use crate::logging::{self, Audience, LogFlags};
 use crate::node_flags::NodeFlags;
+use crate::node_identity;
 use crate::open_files;
 use crate::up::START_AFTER_STOP;
 
@@ -33,6 +34,14 @@ pub struct NodeArguments {
     /// Name of the node [default: the machine's]
     #[arg(long, value_name = "NAME")]
     node_name: Option<String>,
+
+    /// Labels of the Node besides its own, as KEY=VALUE,…; may be repeated
+    #[arg(long, value_name = "LABELS", value_delimiter = ',', value_parser = node_identity::label)]
+    node_labels: Vec<(String, String)>,
+
+    /// Taints that the Node is created with, as KEY=VALUE:EFFECT,… where VALUE may be empty; may be repeated
+    #[arg(long, value_name = "TAINTS", value_delimiter = ',', value_parser = node_identity::taint)]
+    register_with_taints: Vec<Taint>,
 
     /// Also bind pods without a node to this one, where no scheduler does
     #[arg(long)]
@@ -143,6 +152,8 @@ pub async fn node(arguments: NodeArguments) -> anyhow::Result<ExitCode> {
     if let Some(name) = arguments.node_name {
         config.node_name = name;
     }
+    config.node_labels = arguments.node_labels.into_iter().collect();
+    config.node_taints = arguments.register_with_taints;
     config.kubelet = kubelet;
     let name = config.node_name.clone();
     let shutdown = stop_on_signal()?;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use container_runtime::freeze_swap::FreezeSwap;
 use container_runtime::handlers::Driver;
+use k8s_openapi::api::core::v1::Taint;
 use pod_network::firewall;
 use pod_network::pod_cidr::PodNetwork;
 use pod_network::policy::Unselected;
@@ -17,6 +18,10 @@ pub struct Config {
     /// different directories can share a machine.
     pub data_dir: PathBuf,
     pub node_name: String,
+    /// Labels of the Node besides those that every node has.
+    pub node_labels: BTreeMap<String, String>,
+    /// Taints that the Node is created with. Later changes belong to the cluster's operators.
+    pub node_taints: Vec<Taint>,
     /// Chosen from the data directory when absent.
     pub pod_network: Option<PodNetwork>,
     /// The number of pod sandboxes that are prepared ahead of pods.
@@ -78,6 +83,8 @@ impl Config {
         Self {
             data_dir: data_dir.into(),
             node_name: host_name(),
+            node_labels: BTreeMap::new(),
+            node_taints: Vec::new(),
             pod_network: None,
             ready_namespaces: 4,
             maximum_pods: 1000,

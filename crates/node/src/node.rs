@@ -253,6 +253,8 @@ fn describe(config: &Config, runtime: &NativeRuntime, machine: Machine) -> Descr
     }
     Description {
         name: config.node_name.clone(),
+        labels: config.node_labels.clone(),
+        taints: config.node_taints.clone(),
         address: runtime.node_address().to_string(),
         pod_range: runtime.pod_network().to_string(),
         kubelet_port: 0,

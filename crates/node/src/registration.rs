@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::api::core::v1::{
     DaemonEndpoint, Node, NodeAddress, NodeCondition, NodeDaemonEndpoints, NodeSpec, NodeStatus,
-    NodeSystemInfo,
+    NodeSystemInfo, Taint,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference, Time};
@@ -47,6 +47,10 @@ pub enum RegistrationError {
 #[derive(Debug, Clone)]
 pub struct Description {
     pub name: String,
+    /// Labels besides those that every node has.
+    pub labels: BTreeMap<String, String>,
+    /// Taints that the Node is created with.
+    pub taints: Vec<Taint>,
     pub address: String,
     pub pod_range: String,
     pub kubelet_port: u16,
@@ -316,16 +320,33 @@ fn os_image() -> String {
     )
 }
 
-fn labels(name: &str) -> BTreeMap<String, String> {
+fn labels(description: &Description) -> BTreeMap<String, String> {
     let pairs = [
-        ("kubernetes.io/hostname", name),
+        ("kubernetes.io/hostname", description.name.as_str()),
         ("kubernetes.io/os", "linux"),
         ("kubernetes.io/arch", go_architecture()),
     ];
-    pairs
-        .into_iter()
-        .map(|(key, value)| (key.to_owned(), value.to_owned()))
-        .collect()
+    let mut labels = description.labels.clone();
+    labels.extend(pairs.map(|(key, value)| (key.to_owned(), value.to_owned())));
+    labels
+}
+
+/// The Node as it is created.
+fn object(description: &Description) -> Node {
+    Node {
+        metadata: ObjectMeta {
+            name: Some(description.name.clone()),
+            labels: Some(labels(description)),
+            ..ObjectMeta::default()
+        },
+        spec: Some(NodeSpec {
+            pod_cidr: Some(description.pod_range.clone()),
+            pod_cidrs: Some(vec![description.pod_range.clone()]),
+            taints: (!description.taints.is_empty()).then(|| description.taints.clone()),
+            ..NodeSpec::default()
+        }),
+        status: None,
+    }
 }
 
 /// Creates or updates the Node object, and writes its status once.
@@ -339,23 +360,13 @@ pub async fn register(
         source: Box::new(source),
     };
     let nodes = Api::<Node>::all(client.clone());
-    let object = Node {
-        metadata: ObjectMeta {
-            name: Some(description.name.clone()),
-            labels: Some(labels(&description.name)),
-            ..ObjectMeta::default()
-        },
-        spec: Some(NodeSpec {
-            pod_cidr: Some(description.pod_range.clone()),
-            pod_cidrs: Some(vec![description.pod_range.clone()]),
-            ..NodeSpec::default()
-        }),
-        status: None,
-    };
-    match nodes.create(&PostParams::default(), &object).await {
+    match nodes
+        .create(&PostParams::default(), &object(description))
+        .await
+    {
         Ok(_) => {}
         Err(kube::Error::Api(status)) if status.code == 409 => {
-            let patch = json!({"metadata": {"labels": labels(&description.name)}});
+            let patch = json!({"metadata": {"labels": labels(description)}});
             nodes
                 .patch(
                     &description.name,
@@ -495,19 +506,48 @@ async fn renew(leases: &Api<Lease>, node: &Node, name: &str) -> Result<(), kube:
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_full_disk_is_a_condition_of_the_node_and_so_is_room_on_it() {
-        let description = Description {
+    fn description() -> Description {
+        Description {
             name: "n".to_owned(),
+            labels: BTreeMap::new(),
+            taints: Vec::new(),
             address: String::new(),
-            pod_range: String::new(),
+            pod_range: "10.1.0.0/16".to_owned(),
             kubelet_port: 0,
             maximum_pods: 7,
             machine: Machine::default(),
             problems: Vec::new(),
             without_ipv6: None,
             rootless: false,
+        }
+    }
+
+    #[test]
+    fn a_node_is_created_with_its_labels_and_taints() {
+        let plain = object(&description());
+        assert_eq!(plain.spec.unwrap().taints, None);
+        let taint = Taint {
+            key: "dedicated".to_owned(),
+            effect: "NoSchedule".to_owned(),
+            ..Taint::default()
         };
+        let own = [("pool", "fast"), ("kubernetes.io/hostname", "wrong")];
+        let node = object(&Description {
+            labels: own
+                .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                .into(),
+            taints: vec![taint.clone()],
+            ..description()
+        });
+        let labels = node.metadata.labels.unwrap();
+        assert_eq!(labels["pool"], "fast");
+        assert_eq!(labels["kubernetes.io/hostname"], "n", "not overridden");
+        assert_eq!(node.spec.unwrap().taints, Some(vec![taint]));
+    }
+
+    #[test]
+    fn a_full_disk_is_a_condition_of_the_node_and_so_is_room_on_it() {
+        let description = description();
         let disk = |pressure, previous: Option<&NodeStatus>, second| {
             let condition = Condition {
                 enforcement: Ok(0),

@@ -1,38 +1,32 @@
 //! A real Kubernetes control plane on this machine's loopback: etcd, kube-apiserver, kube-controller-manager, kube-scheduler.
 //!
-//! Like a kubelet with static pods, it starts a part that ended anew, so that a test restarts one by killing it. Where a part's
-//! process is, its `<name>.pid` says.
+//! Like a kubelet with static pods, it starts a part again that ended; see [`super::parts`].
 
 use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, ensure};
-use rustix::process::Signal;
+use anyhow::ensure;
 use tempfile::TempDir;
 
 use super::certificates::Authority;
-use super::processes::{self, Interruption, LOOK_AGAIN, Tell};
+use super::parts::Parts;
+use super::processes::{Interruption, LOOK_AGAIN};
 
 /// How long the control plane may take to be ready on a loaded machine.
 const DEADLINE: Duration = Duration::from_secs(300);
-/// How long a part may take to stop: nothing of a test's control plane is worth waiting for.
-const GRACE: Duration = Duration::from_secs(5);
 /// The node that tests start, by the name in its certificate.
 pub const NODE: &str = "node-one";
 
 /// A running control plane. Dropping it stops it.
 pub struct ControlPlane {
+    // Before the directory, so that the parts stop before it is removed.
+    parts: Parts,
     directory: TempDir,
     programs: PathBuf,
     interruption: Interruption,
-    stopping: Arc<AtomicBool>,
-    parts: Vec<JoinHandle<()>>,
     address: String,
 }
 
@@ -44,11 +38,10 @@ impl ControlPlane {
             .tempdir()?;
         let [client, peer, secure] = free_ports()?;
         let mut control_plane = Self {
+            parts: Parts::new(directory.path()),
             directory,
             programs: programs.to_owned(),
             interruption: interruption.clone(),
-            stopping: Arc::new(AtomicBool::new(false)),
-            parts: Vec::new(),
             address: format!("127.0.0.1:{secure}"),
         };
         let authority = Authority::new(control_plane.path())?;
@@ -216,23 +209,8 @@ impl ControlPlane {
         ]
     }
 
-    /// Runs a part, again and again, until the control plane stops.
     fn run(&mut self, name: &'static str, flags: &[String]) {
-        let mut command = processes::bound(&self.programs.join(name));
-        command.args(flags).stdin(Stdio::null());
-        let stopping = Arc::clone(&self.stopping);
-        let (log, pid) = (
-            self.path().join(format!("{name}.log")),
-            self.path().join(format!("{name}.pid")),
-        );
-        self.parts.push(std::thread::spawn(move || {
-            while !stopping.load(Ordering::SeqCst) {
-                if let Err(error) = run_once(&mut command, &log, &pid, &stopping) {
-                    eprintln!("{name}: {error:#}");
-                }
-                std::thread::sleep(LOOK_AGAIN);
-            }
-        }));
+        self.parts.run(name, &self.programs.join(name), flags);
     }
 
     fn wait_until_ready(&self) -> anyhow::Result<()> {
@@ -258,38 +236,15 @@ impl ControlPlane {
                 self.interruption.received().is_none(),
                 "interrupted before {part} was ready"
             );
-            let log =
-                || fs::read_to_string(self.path().join(format!("{part}.log"))).unwrap_or_default();
             ensure!(
                 Instant::now() < deadline,
                 "{part} was not ready in time: {}\n{}",
                 String::from_utf8_lossy(&answer.stderr),
-                log()
+                self.parts.log(part)
             );
             std::thread::sleep(LOOK_AGAIN);
         }
     }
-}
-
-fn run_once(
-    command: &mut Command,
-    log: &Path,
-    pid: &Path,
-    stopping: &AtomicBool,
-) -> anyhow::Result<()> {
-    let output = fs::File::options().create(true).append(true).open(log)?;
-    command.stdout(output.try_clone()?).stderr(output);
-    let mut child = command
-        .spawn()
-        .with_context(|| format!("cannot start {command:?}"))?;
-    fs::write(pid, child.id().to_string())?;
-    let told = || {
-        let is_stopping = stopping.load(Ordering::SeqCst);
-        is_stopping.then_some(Tell::Signal(Signal::TERM))
-    };
-    processes::wait(&mut child, GRACE, told)?;
-    let _ = fs::remove_file(pid);
-    Ok(())
 }
 
 fn free_ports<const N: usize>() -> anyhow::Result<[u16; N]> {
@@ -302,13 +257,4 @@ fn free_ports<const N: usize>() -> anyhow::Result<[u16; N]> {
         listeners.push(listener);
     }
     Ok(ports)
-}
-
-impl Drop for ControlPlane {
-    fn drop(&mut self) {
-        self.stopping.store(true, Ordering::SeqCst);
-        for part in self.parts.drain(..) {
-            let _ = part.join();
-        }
-    }
 }

@@ -2,8 +2,9 @@
 //!
 //! What must hold is in `tests/conformance` and in the scripts of `tests/kubernetes`; here is only what they run on.
 
-mod certificates;
+pub mod certificates;
 mod control_plane;
+pub mod parts;
 pub mod processes;
 
 use std::path::{Path, PathBuf};
