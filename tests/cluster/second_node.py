@@ -74,8 +74,10 @@ def the_chart_permits_the_node_to_join():
     helm("upgrade", RELEASE, CHART, "--reuse-values", *values("--set=node.enabled=true", f"--set=node.names={{{NODE}}}"))
     cluster.namespace(SPACE)
     make_machine()
-    state["data"] = tempfile.mkdtemp(prefix="node-", dir=CONTROL_PLANE)
-    load = [AGENT_SANDBOX, "image", "load", os.environ["ARCHIVE_PYTHON_RUNTIME"], "--name", whole.RUNTIME, "--data-dir", state["data"]]
+    home = tempfile.mkdtemp(prefix="node-", dir=CONTROL_PLANE)
+    # Where `image load` looks for the node's images.
+    state["data"] = f"{home}/node"
+    load = [AGENT_SANDBOX, "image", "load", os.environ["ARCHIVE_PYTHON_RUNTIME"], "--name", whole.RUNTIME, "--data-dir", home]
     subprocess.run(load, check=True, stdout=subprocess.DEVNULL)
     state["node"] = start_node()
     until(lambda: whole.node_is("True", NODE), "the second node to be Ready")
@@ -162,7 +164,14 @@ def a_restart_of_the_node_leaves_its_pods_running():
     before = get("pod", state["fast"], SPACE)
     state["node"].end()
     state["node"] = start_node()
-    until(lambda: kubectl("exec", state["fast"], "-n", SPACE, "--", "echo", "there") == "there\n", "the node to answer")
+
+    def answers():
+        try:
+            return kubectl("exec", state["fast"], "-n", SPACE, "--", "echo", "there") == "there\n"
+        except AssertionError:
+            return False
+
+    until(answers, "the node to answer")
     after = get("pod", state["fast"], SPACE)
     assert after["metadata"]["uid"] == before["metadata"]["uid"]
     assert after["status"]["containerStatuses"][0]["restartCount"] == 0, after["status"]

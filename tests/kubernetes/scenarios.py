@@ -183,6 +183,8 @@ def what_a_sandbox_keeps_in_a_volume_survives_its_suspension():
     kubectl("exec", "stateful", "-n", SPACE, "--", "sh", "-c", "echo kept > /data/file")
     kubectl("scale", "sandbox", "stateful", "-n", SPACE, "--replicas=0")
     gone("pod", "stateful", SPACE)
+    # Until the status says so, it may still be that of the pod before.
+    until(lambda: reason("sandbox", "stateful", "Suspended") == "PodTerminated", "Suspended=PodTerminated")
     kubectl("scale", "sandbox", "stateful", "-n", SPACE, "--replicas=1")
     ready("sandbox", "stateful", SPACE)
     assert kubectl("exec", "stateful", "-n", SPACE, "--", "cat", "/data/file") == "kept\n"

@@ -86,6 +86,9 @@ inside() {
   shadow_sysctl kernel/panic_on_oops 1
   shadow_sysctl kernel/keys/root_maxkeys 1000000
   shadow_sysctl kernel/keys/root_maxbytes 25000000
+  # The kernel lets a user namespace mount /proc only if one is visible that nothing is mounted on. `agent-sandbox node` needs that.
+  mkdir /run/proc
+  mount -t proc proc /run/proc
   make_network
   exec "$@"
 }

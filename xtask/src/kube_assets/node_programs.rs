@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 
 use super::{COMPLETE, Versions, build_kubernetes, go, require_go, succeed, write_checksums};
 
@@ -28,6 +28,15 @@ struct Project {
     /// The variable that holds the version, if the program reports one.
     version_variable: Option<&'static str>,
     programs: &'static [(&'static str, &'static str)],
+    /// A change of the source, for machines that a release does not consider.
+    patch: Option<Patch>,
+}
+
+/// The replacement of a text in a file of a module.
+struct Patch {
+    file: &'static str,
+    old: &'static str,
+    new: &'static str,
 }
 
 const PROJECTS: [Project; 5] = [
@@ -40,6 +49,7 @@ const PROJECTS: [Project; 5] = [
             ("containerd-shim-runc-v2", "/cmd/containerd-shim-runc-v2"),
             ("ctr", "/cmd/ctr"),
         ],
+        patch: None,
     },
     Project {
         module: "github.com/containernetworking/plugins",
@@ -51,24 +61,33 @@ const PROJECTS: [Project; 5] = [
             ("cni/host-local", "/plugins/ipam/host-local"),
             ("cni/portmap", "/plugins/meta/portmap"),
         ],
+        patch: None,
     },
     Project {
         module: "gvisor.dev/gvisor",
         version: |versions| &versions.gvisor,
         version_variable: None,
         programs: &[("runsc", "/runsc"), ("containerd-shim-runsc-v1", "/shim")],
+        patch: Some(Patch {
+            // The shim fails if it may not make itself unkillable by the OOM killer, which needs CAP_SYS_RESOURCE. containerd's own shim goes on.
+            file: "pkg/shim/v1/manager.go",
+            old: "oomScoreMax = -999",
+            new: "oomScoreMax = 0",
+        }),
     },
     Project {
         module: "github.com/coredns/coredns",
         version: |versions| &versions.coredns,
         version_variable: None,
         programs: &[("coredns", "")],
+        patch: None,
     },
     Project {
         module: "github.com/cloudnativelabs/kube-router/v2",
         version: |versions| &versions.kube_router,
         version_variable: None,
         programs: &[("kube-router", "/cmd/kube-router")],
+        patch: None,
     },
 ];
 
@@ -111,6 +130,9 @@ fn build(
     fs::write(module.path().join("go.sum"), sums)?;
     let version = (project.version)(versions);
     succeed(go(module.path()).args(["get", &format!("{}@{version}", project.module)]))?;
+    if let Some(patch) = &project.patch {
+        apply(patch, project.module, module.path())?;
+    }
     let mut flags = "-s -w".to_owned();
     if let Some(variable) = project.version_variable {
         let _ = write!(flags, " -X {variable}={version}");
@@ -126,4 +148,28 @@ fn build(
         println!("  {program}: {} s", begin.elapsed().as_secs());
     }
     Ok(())
+}
+
+/// Makes a copy of the module with the patch, and lets the throw-away module use it.
+fn apply(patch: &Patch, name: &str, module: &Path) -> anyhow::Result<()> {
+    let found = go(module)
+        .args(["list", "-m", "-f", "{{.Dir}}", name])
+        .output()?;
+    let source = String::from_utf8(found.stdout)?;
+    let copy = module.join("patched");
+    succeed(
+        std::process::Command::new("cp")
+            .args(["--recursive", "--no-preserve=mode", source.trim()])
+            .arg(&copy),
+    )?;
+    let file = copy.join(patch.file);
+    let text = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
+    ensure!(
+        text.contains(patch.old),
+        "{name} has no {:?} in {} any more",
+        patch.old,
+        patch.file
+    );
+    fs::write(&file, text.replace(patch.old, patch.new))?;
+    succeed(go(module).args(["mod", "edit", "-replace", &format!("{name}=./patched")]))
 }
