@@ -56,7 +56,7 @@ const fn go_tests(name: &'static str, module: Module) -> Suite {
     }
 }
 
-pub const SUITES: [Suite; 16] = [
+pub const SUITES: [Suite; 17] = [
     script("install"),
     end_to_end("sandboxes"),
     end_to_end("scenarios"),
@@ -77,6 +77,7 @@ pub const SUITES: [Suite; 16] = [
     script("many_claims"),
     script("uninstall"),
     end_to_end("upgrade"),
+    script("versus"),
 ];
 
 /// A suite with what it runs installed.
