@@ -17,6 +17,8 @@ from cluster import CONTROL_PLANE, REPOSITORY, apply, claim, get, pool
 from whole import runtime_template
 
 SPACE = "autoscaling"
+# Claims made at once: enough for more than two a second, which the minimum of the pool is for.
+BATCH = 16
 METRIC = "agent_sandbox_claim_creations_per_second"
 GROUP = "/apis/external.metrics.k8s.io/v1beta1"
 state = {"rate": 0.0}
@@ -113,10 +115,10 @@ def claims_make_the_pool_grow():
 
     def grown():
         nonlocal made
-        apply([claim(f"load-{made + one}", SPACE, warmPoolRef={"name": "python-warmpool"}) for one in range(4)])
+        apply([claim(f"load-{made + one}", SPACE, warmPoolRef={"name": "python-warmpool"}) for one in range(BATCH)])
         if made:
-            kubectl("delete", "sandboxclaim", *(f"load-{made - 4 + one}" for one in range(4)), "-n", SPACE, "--wait=false")
-        made += 4
+            kubectl("delete", "sandboxclaim", *(f"load-{made - BATCH + one}" for one in range(BATCH)), "-n", SPACE, "--wait=false")
+        made += BATCH
         return get("sandboxwarmpool", "python-warmpool", SPACE)["spec"]["replicas"] > 2
 
     until(grown, "the autoscaler to scale the pool up")

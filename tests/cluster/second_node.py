@@ -77,6 +77,7 @@ def the_chart_permits_the_node_to_join():
     home = tempfile.mkdtemp(prefix="node-", dir=CONTROL_PLANE)
     # Where `image load` looks for the node's images.
     state["data"] = f"{home}/node"
+    os.mkdir(state["data"], 0o700)
     load = [AGENT_SANDBOX, "image", "load", os.environ["ARCHIVE_PYTHON_RUNTIME"], "--name", whole.RUNTIME, "--data-dir", home]
     subprocess.run(load, check=True, stdout=subprocess.DEVNULL)
     state["node"] = start_node()

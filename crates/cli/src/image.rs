@@ -111,7 +111,12 @@ impl StoreArguments {
             None => data_directory::default_path()?,
         };
         data_directory::create(&data)?;
-        let directory = node::config::image_directory(&data.join("node"));
+        let node = data.join("node");
+        // A node refuses a data directory that other users may enter, so that this must not make it with the usual mode.
+        if !node.exists() {
+            data_directory::create(&node)?;
+        }
+        let directory = node::config::image_directory(&node);
         let settings = Settings {
             plain_registries,
             ..Settings::new(&directory)
@@ -288,7 +293,23 @@ async fn remove(arguments: RemoveArguments) -> anyhow::Result<ExitCode> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
+
+    #[test]
+    fn images_of_a_node_that_has_not_started_are_in_a_private_directory() {
+        let data = tempfile::tempdir().unwrap();
+        let arguments = StoreArguments {
+            data_dir: Some(data.path().to_owned()),
+        };
+        arguments.open(Vec::new()).unwrap();
+        let node = data.path().join("node");
+        let mode = node.metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o700);
+        // As a node does when it starts.
+        data_directory::create(&node).unwrap();
+    }
 
     #[test]
     fn sizes_are_shown_in_the_unit_that_fits() {

@@ -126,6 +126,7 @@ fn outside(
         rustix::process::geteuid().is_root(),
         "the cluster needs namespaces and starts containers: run this as root"
     );
+    require_programs(images.is_some())?;
     let control_plane = kube_assets::ensure_built(root)?;
     let node = node_programs::ensure_built(root)?;
     let binary = match binary {
@@ -173,6 +174,34 @@ fn outside(
     directory.close().context("removing the cluster's files")?;
     ensure!(interruption.received().is_none(), "interrupted");
     ensure!(status.success(), "the system does not work on this cluster");
+    Ok(())
+}
+
+/// Fails with the Debian packages to install if a program is missing that is not built.
+fn require_programs(has_images: bool) -> anyhow::Result<()> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let is_missing = |program: &str| {
+        !std::env::split_paths(&path).any(|directory| directory.join(program).exists())
+    };
+    let packages: Vec<&str> = [
+        ("unshare", "util-linux"),
+        ("ip", "iproute2"),
+        ("nft", "nftables"),
+        ("iptables", "iptables"),
+        ("ipset", "ipset"),
+        ("runc", "runc"),
+        ("busybox", "busybox-static"),
+        ("debootstrap", "debootstrap"),
+    ]
+    .into_iter()
+    .filter(|(program, _)| !(has_images && *program == "debootstrap") && is_missing(program))
+    .map(|(_, package)| package)
+    .collect();
+    ensure!(
+        packages.is_empty(),
+        "the cluster needs programs of Debian's packages: apt-get install {}",
+        packages.join(" ")
+    );
     Ok(())
 }
 
