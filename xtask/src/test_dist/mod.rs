@@ -186,7 +186,8 @@ impl Release<'_> {
                     "{path}: no {wanted:?} in {contents}"
                 );
             }
-            let is_owned_by_root = |line: &str| line.contains(" root/root ");
+            let is_owned_by_root =
+                |line: &str| line.contains(" 0/0 ") || line.contains(" root/root ");
             ensure!(contents.lines().all(is_owned_by_root), "{contents}");
         }
         Ok(())
