@@ -49,9 +49,8 @@ fn as_empty_objects<S: serde::Serializer>(
     names: &[String],
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
-    #[derive(Serialize)]
-    struct Empty {}
-    let sorted: BTreeMap<&String, Empty> = names.iter().map(|name| (name, Empty {})).collect();
+    let empty = BTreeMap::<(), ()>::new;
+    let sorted: BTreeMap<&String, _> = names.iter().map(|name| (name, empty())).collect();
     sorted.serialize(serializer)
 }
 

@@ -154,14 +154,13 @@ impl Tree {
             Kind::Symlink(target.into_os_string().into_vec())
         } else if metadata.is_file() {
             let identity = (metadata.dev(), metadata.ino());
-            match links.get(&identity) {
-                Some(first) => Kind::HardLink(first.clone()),
-                None => {
-                    if metadata.nlink() > 1 {
-                        links.insert(identity, key.to_vec());
-                    }
-                    Kind::File(Content::Path(full.to_owned()))
+            if let Some(first) = links.get(&identity) {
+                Kind::HardLink(first.clone())
+            } else {
+                if metadata.nlink() > 1 {
+                    links.insert(identity, key.to_vec());
                 }
+                Kind::File(Content::Path(full.to_owned()))
             }
         } else {
             return Err(WriteError::Unsupported(shown()));
