@@ -80,6 +80,20 @@ def restart(name, number):
     until(again, f"{name} to be started again")
 
 
+def processes(pod_uid, program):
+    """The processes of a pod, by its cgroup, whose program's name begins like this."""
+    found = []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{entry}/cgroup") as cgroups, open(f"/proc/{entry}/comm") as name:
+                if pod_uid in cgroups.read() and name.read().startswith(program):
+                    found.append(int(entry))
+        except OSError:
+            continue  # It has ended.
+    assert found, f"no process of pod {pod_uid}"
+    return found
+
+
 def node_is(status, name=cluster.NODE):
     return cluster.condition(get("node", name, "default"), "Ready").get("status") == status
 
