@@ -576,11 +576,8 @@ mod tests {
             [Controller::Cpu]
         );
 
-        let legacy: String = HYBRID
-            .lines()
-            .take(4)
-            .map(|line| format!("{line}\n"))
-            .collect();
+        let legacy: Vec<&str> = HYBRID.lines().take(4).collect();
+        let legacy = legacy.join("\n");
         let freezers = parse_mounts(&legacy, |_| String::new());
         assert!(
             freezers

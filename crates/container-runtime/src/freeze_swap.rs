@@ -73,10 +73,12 @@ pub fn apply(data_dir: &Path, wanted: Option<FreezeSwap>) -> Result<(), SwapErro
     let record = data_dir.join(RECORD);
     let had = fs::read_to_string(&record).unwrap_or_default();
     let had = had.trim();
-    if let Some(swap) = wanted {
-        if !had.is_empty() && is_active(had) && size_of(had) == Some(swap.bytes) {
-            return Ok(());
-        }
+    if let Some(swap) = wanted
+        && !had.is_empty()
+        && is_active(had)
+        && size_of(had) == Some(swap.bytes)
+    {
+        return Ok(());
     }
     if !had.is_empty() {
         remove(had)?;

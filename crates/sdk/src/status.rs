@@ -89,12 +89,11 @@ fn phase(claim: &SandboxClaim, sandbox: Option<&Sandbox>) -> Phase {
         return match readiness::of_suspended(sandbox) {
             Verdict::Done(()) if readiness::is_frozen(sandbox) => Phase::Frozen,
             Verdict::Done(()) => Phase::Suspended,
-            Verdict::Wait => Phase::Suspending,
             Verdict::Refused { reason, .. } if reason == Reason::SandboxExpired.as_str() => {
                 Phase::Ended
             }
-            // It cannot be suspended, and runs on.
-            Verdict::Refused { .. } => Phase::Suspending,
+            // A sandbox that cannot be suspended runs on.
+            Verdict::Wait | Verdict::Refused { .. } => Phase::Suspending,
         };
     }
     match readiness::of_claim(claim) {

@@ -122,13 +122,16 @@ impl Release<'_> {
 
     fn checksums(&self) -> anyhow::Result<()> {
         let listed = fs::read_to_string(self.directory.join(checksums::FILE))?;
-        let mut actual = String::new();
-        for sum in checksums::of_directory(&self.directory)? {
-            if sum.path != checksums::FILE {
-                actual += &format!("{}  {}\n", sum.sha256, sum.path);
-            }
-        }
-        ensure!(listed == actual, "{} is not what is there", checksums::FILE);
+        let sums = checksums::of_directory(&self.directory)?;
+        let actual = sums
+            .iter()
+            .filter(|sum| sum.path != checksums::FILE)
+            .map(|sum| format!("{}  {}", sum.sha256, sum.path));
+        ensure!(
+            listed.lines().eq(actual),
+            "{} is not what is there",
+            checksums::FILE
+        );
         Ok(())
     }
 

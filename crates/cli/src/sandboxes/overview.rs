@@ -350,13 +350,13 @@ mod tests {
     #[test]
     fn a_sandbox_that_cannot_be_suspended_is_stuck() {
         let boxed = |name: &str| sandbox(name, None, "Suspended", "False");
-        let observed = Observed {
+        let observed = ObservedObjects {
             sandboxes: vec![
                 with_suspended(boxed("frozen"), "True", "Frozen"),
                 with_suspended(boxed("freezing"), "False", "Freezing"),
                 with_suspended(boxed("cannot"), "False", "FreezeNotSupported"),
             ],
-            ..Observed::default()
+            ..ObservedObjects::default()
         };
         let stuck = overview(&observed).stuck;
         let reported: Vec<_> = stuck.iter().map(|one| (&*one.name, &*one.why)).collect();

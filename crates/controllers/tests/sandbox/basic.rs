@@ -337,7 +337,7 @@ async fn a_sandbox_on_a_kubelet_is_not_frozen_and_its_pod_runs_on() {
     let freeze = json!({"spec": {"replicas": 0, "suspensionStrategy": {"type": "Freeze"}}});
     fixture.patch_sandbox("warm", freeze).await;
     let told = fixture
-        .until_told("warm", "SandboxSuspended", "Sandbox is suspending")
+        .until_reported("warm", "SandboxSuspended", "Sandbox is suspending")
         .await;
     let suspended = condition(&told, ConditionType::Suspended).unwrap();
     assert_eq!(
@@ -388,7 +388,7 @@ async fn a_node_that_can_freeze_pods_is_asked_to_and_the_sandbox_follows_its_ans
     asked(true).await;
     report("True", "False").await;
     let frozen = fixture
-        .until_told("ice", "SandboxSuspended", "Sandbox is suspended")
+        .until_reported("ice", "SandboxSuspended", "Sandbox is suspended")
         .await;
     assert_eq!(
         condition(&frozen, ConditionType::Suspended).unwrap().reason,

@@ -49,7 +49,7 @@ fn as_empty_objects<S: serde::Serializer>(
     names: &[String],
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
-    let empty = BTreeMap::<(), ()>::new;
+    let empty = || serde_json::Value::Object(serde_json::Map::new());
     let sorted: BTreeMap<&String, _> = names.iter().map(|name| (name, empty())).collect();
     sorted.serialize(serializer)
 }

@@ -148,8 +148,8 @@ fn reported(plan: &Plan, kind: &str) -> Option<(String, Option<String>)> {
     Some((found.status.clone(), found.reason.clone()))
 }
 
-fn expected(status: &str, reason: &str) -> Option<(String, Option<String>)> {
-    Some((status.to_owned(), Some(reason.to_owned())))
+fn status_and_reason(status: &str, reason: &str) -> (String, Option<String>) {
+    (status.to_owned(), Some(reason.to_owned()))
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn the_freezer_follows_the_annotation_once_the_pod_runs() {
         message: "m".to_owned(),
         retry_at: at(retry),
     };
-    let table = [
+    let table = vec![
         // A pod that has not started goes on to start.
         (
             probed().freezer(Freezer::Thawed, true),
@@ -299,45 +299,56 @@ fn the_status_reports_the_freezer_of_pods_that_may_be_frozen() {
         case.pod.metadata.labels = Some([label].into());
         case
     };
-    let plain = probed().with("c", running()).plan(100);
-    assert_eq!(reported(&plain, "Frozen"), None);
+    let unlabelled = probed().with("c", running()).plan(100);
+    assert_eq!(reported(&unlabelled, "Frozen"), None);
     let run = || probed().with("c", running());
-    let table = [
-        (of_sandbox(run()), expected("False", "Running"), "True"),
-        (of_sandbox(probed()), expected("False", "Running"), "False"),
+    let table = vec![
+        (
+            of_sandbox(run()),
+            status_and_reason("False", "Running"),
+            "True",
+        ),
+        (
+            of_sandbox(probed()),
+            status_and_reason("False", "Running"),
+            "False",
+        ),
         (
             run().freezer(Freezer::Thawed, true),
-            expected("False", "Freezing"),
+            status_and_reason("False", "Freezing"),
             "True",
         ),
         (
             run().freezer(Freezer::Freezing, true),
-            expected("False", "Freezing"),
+            status_and_reason("False", "Freezing"),
             "False",
         ),
         (
             run().freezer(frozen(), true),
-            expected("True", "Frozen"),
+            status_and_reason("True", "Frozen"),
             "False",
         ),
         (
             of_sandbox(run().freezer(Freezer::Thawing, false)),
-            expected("True", "Frozen"),
+            status_and_reason("True", "Frozen"),
             "False",
         ),
         (
             run().freezer(failed("m", 0), true),
-            expected("False", "FreezeFailed"),
+            status_and_reason("False", "FreezeFailed"),
             "False",
         ),
     ];
     for (number, (case, wanted, ready)) in table.into_iter().enumerate() {
         let plan = case.plan(100);
-        assert_eq!(reported(&plan, "Frozen"), wanted, "row {number}");
+        assert_eq!(reported(&plan, "Frozen"), Some(wanted), "row {number}");
         assert_eq!(reported(&plan, "Ready").unwrap().0, ready, "row {number}");
     }
     let frozen = run().freezer(frozen(), true).plan(100);
-    assert_eq!(reported(&frozen, "Ready"), expected("False", "Frozen"));
+    assert_eq!(
+        reported(&frozen, "Ready"),
+        Some(status_and_reason("False", "Frozen"))
+    );
     // What its probes had found counts again once it is thawed.
     assert!(frozen.status.container_statuses.unwrap()[0].ready);
 }
@@ -350,7 +361,7 @@ fn a_node_without_a_freezer_reports_it_and_lets_the_pod_run() {
     assert_eq!(plan.actions, []);
     assert_eq!(
         reported(&plan, "Frozen"),
-        expected("False", "FreezeNotSupported")
+        Some(status_and_reason("False", "FreezeNotSupported"))
     );
     assert_eq!(reported(&plan, "Ready").unwrap().0, "True");
 }

@@ -85,15 +85,14 @@ impl PodMachine {
         if !self.freezer.is_thawed() || !matches!(state.phase, Phase::Running { .. }) {
             return;
         }
-        let stage = if state.started {
-            ProbeStage::Running
-        } else {
-            ProbeStage::Startup
-        };
         self.commands.push(Command::StartProbes {
             container: container.to_owned(),
             run: state.runs.saturating_sub(1),
-            stage,
+            stage: if state.started {
+                ProbeStage::Running
+            } else {
+                ProbeStage::Startup
+            },
         });
     }
 
