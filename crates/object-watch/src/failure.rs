@@ -63,7 +63,7 @@ impl Failure {
             410 => return None,
             401 => Self::Unauthorized { message },
             404 => Self::NotServed,
-            _ if status.is_forbidden() => Self::Forbidden { message },
+            403 => Self::Forbidden { message },
             _ => Self::Failed {
                 message: format!("{operation}: {message}"),
             },
