@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use api::claim::ClaimedSandbox;
+use api::sandbox::SuspensionType;
 use api::{Sandbox, SandboxClaim, SandboxClaimStatus};
 use futures::StreamExt;
 use http::{Method, Request, Response};
@@ -279,7 +280,7 @@ async fn meet(client: &Client, claim: &SandboxClaim) {
         .await;
 }
 
-/// Suspends and resumes sandboxes according to their specs.
+/// Suspends and resumes sandboxes according to their specs, on a node that can only stop them.
 async fn run_sandboxes(client: Client) {
     let mut sandboxes = watcher(
         Api::<Sandbox>::all(client.clone()),
@@ -294,7 +295,7 @@ async fn run_sandboxes(client: Client) {
         let status = if suspended {
             json!({"conditions": [
                 condition("Ready", "False", "SandboxSuspended", generation),
-                condition("Suspended", "True", "PodTerminated", generation),
+                suspension(&sandbox),
             ], "podIPs": null})
         } else {
             json!({
@@ -316,6 +317,16 @@ async fn run_sandboxes(client: Client) {
             .await;
         mirror(&client, &sandbox, suspended).await;
     }
+}
+
+fn suspension(sandbox: &Sandbox) -> Value {
+    let (status, reason) = match sandbox.spec.suspension_type() {
+        SuspensionType::Stop => ("True", "PodTerminated"),
+        SuspensionType::Freeze => ("False", "FreezeNotSupported"),
+        SuspensionType::Hibernate => ("False", "HibernateNotSupported"),
+        SuspensionType::Unknown => ("False", "InvalidConfiguration"),
+    };
+    condition("Suspended", status, reason, sandbox.metadata.generation)
 }
 
 /// Copies the Ready condition of a sandbox to its claim.
