@@ -53,13 +53,13 @@ answers() {
   echo "   $1: $2 run -- $3: $answer"
 }
 
-useradd --create-home --shell /bin/sh somebody
+useradd --create-home --shell /bin/sh developer
 [ ! -d /run/systemd/system ] || fail "systemd runs here"
 
 dpkg --install /release/agent-sandbox.deb >/tmp/out 2>&1 || fail "$(cat /tmp/out)"
 dpkg --status agent-sandbox | grep -q '^Status: install ok installed$' || fail "not installed"
 answers root /usr/bin/agent-sandbox
-answers somebody /usr/bin/agent-sandbox
+answers developer /usr/bin/agent-sandbox
 if [ "$python" = no ]; then
   code=0
   agent-sandbox run -- python3 -c 'print(6*7)' 2>/tmp/err || code=$?
@@ -81,9 +81,9 @@ dpkg --purge agent-sandbox >/tmp/out 2>&1 || fail "$(cat /tmp/out)"
 
 sh /release/install.sh >/tmp/out 2>&1 || fail "$(cat /tmp/out)"
 answers root /usr/local/bin/agent-sandbox
-su - somebody -c 'sh /release/install.sh' >/tmp/out 2>&1 || fail "$(cat /tmp/out)"
-grep -q 'export PATH="/home/somebody/.local/bin:' /tmp/out || fail "$(cat /tmp/out)"
-answers somebody /home/somebody/.local/bin/agent-sandbox
+su - developer -c 'sh /release/install.sh' >/tmp/out 2>&1 || fail "$(cat /tmp/out)"
+grep -q 'export PATH="/home/developer/.local/bin:' /tmp/out || fail "$(cat /tmp/out)"
+answers developer /home/developer/.local/bin/agent-sandbox
 "#;
 
 pub fn check(release: &Release<'_>) -> anyhow::Result<()> {
